@@ -65,7 +65,7 @@ build() {
     pagekeeper=$base/pagekeeper
     strip -o "$pagekeeper" "$(grep '/pagekeeper$' <<<"$paths" | tail -1)" || return 1
     tests=$(unit_tests "$paths")
-    [ "${#names[@]}" -eq 0 ] || tests+=$(grep -E '/full_disk-[0-9a-f]+$' <<<"$paths" | sed 's/$/ quota_of_a_user --include-ignored;/' | tr -d '\n')
+    [ "${#names[@]}" -eq 0 ] || quota_tests=$(grep -E '/full_disk-[0-9a-f]+$' <<<"$paths" | sed 's/$/ quota_of_a_user --include-ignored;/' | tr -d '\n')
 }
 
 build_arm() {
@@ -86,7 +86,7 @@ build_arm() {
 
 # For each machine: its task, its kernel's suite, flavour and folder; and the names of running machines.
 declare -A mode=() suite=() flavour=() kernel=() passed=()
-status=0 tests="" arm_tests="" pagekeeper=""
+status=0 tests="" quota_tests="" arm_tests="" pagekeeper=""
 
 # skipped NAME WHY: prints a skipped test's lines (scripts/test.sh), or a failure where no test may skip.
 skipped() {
@@ -126,6 +126,7 @@ prepare() { # name
 boot() { # name
     local memory=2G root=/ program=$pagekeeper run=$tests status=0
     [ "${mode[$1]}" != small ] || memory=1G
+    [ ! -e "${kernel[$1]}/modules/quota_v2.ko" ] || run+=$quota_tests
     [[ ${flavour[$1]} != *arm64* ]] || root=$arm_root program=/opt/pagekeeper run=$arm_tests
     SECONDS=0
     MACHINE_ROOT=$root scripts/machine.sh "${kernel[$1]}" "$memory" "${MACHINE_SECONDS:-3600}" PAGEKEEPER="$program" UNIT_TESTS="$run" STORIES="${STORIES:-}" \
