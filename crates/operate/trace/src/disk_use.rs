@@ -10,20 +10,20 @@
 //! | a followed process | bytes that it reads, by process and disk |
 //! | this process | no |
 //! | a kernel thread: flushers, journals | no: the task they work for is not known |
-//! | a kernel worker | as others' if somebody waits for it: reads except read-ahead, and syncs |
+//! | a kernel worker | apart, if somebody waits for it: reads except read-ahead, and syncs |
 //! | anyone else | as others': requests, bytes and time, by disk |
 //!
 //! Partitions count as their disk. A loop device, a device mapper's or a RAID's counts as itself.
-//! The kernel's workers make the requests to the device below a loop device or an encrypted one, so
-//! they count as others' there, whoever caused them. Requests to a linear mapping or a RAID of
-//! stripes count once more on the devices below.
+//! The kernel's workers make the requests to the device below a loop device or an encrypted one,
+//! whoever caused them. Requests to a linear mapping or a RAID of stripes count once more on the
+//! devices below.
 //!
 //! # Limits
 //!
 //! - Another pagekeeper's requests count as others'.
-//! - A request that a throttle (`io.max`, `blkio.throttle`) has delayed comes from a worker. It
-//!   counts as others', although a followed process may have made it past the page cache, and its
-//!   time in the throttle is not seen.
+//! - A request that a throttle (`io.max`, `blkio.throttle`) has delayed comes from a worker, although
+//!   a followed process may have made it past the page cache, and its time in the throttle is not
+//!   seen.
 //! - A sync that waits only for the journal makes no request of its own; the writes before it did.
 //!
 //! Invariants: this module only observes. A request begins once and ends at most once. All tables
@@ -85,6 +85,9 @@ pub struct DiskRequests {
     pub writes: RequestCounts,
     /// Writes that somebody waits for: direct ones, those of a sync, and flushes.
     pub syncs: RequestCounts,
+    /// Reads and syncs of kernel workers: for a file system's journal, or for whoever uses a disk
+    /// above this one, which may be a followed process or this one.
+    pub workers: RequestCounts,
 }
 
 /// The counts since the last look.
@@ -213,18 +216,29 @@ impl DiskRequests {
                 in_flight: long(now, at + begun).saturating_sub(long(now, at + done)),
             }
         };
-        Self { reads: of(RequestKind::Read), writes: of(RequestKind::Write), syncs: of(RequestKind::Sync) }
+        let [reads, writes] = [of(RequestKind::Read), of(RequestKind::Write)];
+        Self { reads, writes, syncs: of(RequestKind::Sync), workers: of(RequestKind::Worker) }
     }
 
     /// Returns the counts of requests that somebody waits for.
     pub fn waited_for(&self) -> RequestCounts {
-        let (reads, syncs) = (self.reads, self.syncs);
-        RequestCounts {
-            begun: reads.begun + syncs.begun,
-            done: reads.done + syncs.done,
-            bytes: reads.bytes + syncs.bytes,
-            waited: reads.waited + syncs.waited,
-            in_flight: reads.in_flight + syncs.in_flight,
+        self.of_processes().plus(&self.workers)
+    }
+
+    /// Returns the counts of those that processes make themselves.
+    pub fn of_processes(&self) -> RequestCounts {
+        self.reads.plus(&self.syncs)
+    }
+}
+
+impl RequestCounts {
+    fn plus(&self, other: &Self) -> Self {
+        Self {
+            begun: self.begun + other.begun,
+            done: self.done + other.done,
+            bytes: self.bytes + other.bytes,
+            waited: self.waited + other.waited,
+            in_flight: self.in_flight + other.in_flight,
         }
     }
 }

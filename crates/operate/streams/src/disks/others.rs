@@ -55,7 +55,7 @@ impl OthersOnDisks {
         let since = nanoseconds(now.duration_since(std::mem::replace(&mut self.last_look, now)));
         let Ok(window) = self.source.take() else { return self.disks.clear() };
         for (disk, requests) in &window.others {
-            self.disks.entry(*disk).or_default().others(seen(requests, since));
+            self.disks.entry(*disk).or_default().others(seen(&requests.waited_for(), since));
         }
     }
 

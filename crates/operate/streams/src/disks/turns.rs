@@ -17,7 +17,7 @@ use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldSh
 use pagekeeper_policy::pacer::{OtherUsers, nanoseconds};
 use pagekeeper_policy::read_pace::ReadDuty;
 use pagekeeper_policy::stream_pace::StreamPace;
-use pagekeeper_trace::disk_use::{DiskRequests, DiskUse, DiskWindow};
+use pagekeeper_trace::disk_use::{DiskRequests, DiskUse, DiskWindow, RequestCounts};
 use pagekeeper_trace::page_events::{EventFile, PageEvents};
 
 use crate::limits::{LOOK_IDLE, READER_IDLE_MAX, STEP_INTERVAL};
@@ -27,12 +27,9 @@ use crate::limits::{LOOK_IDLE, READER_IDLE_MAX, STEP_INTERVAL};
 pub(crate) struct OthersOnDisk {
     pub(crate) share: YieldShare,
     pub(crate) users: OtherUsers,
-}
-
-impl OthersOnDisk {
-    fn is_quiet(self) -> bool {
-        self.share.is_none() && self.users != OtherUsers::Unknown
-    }
+    /// Processes among the users. The kernel's workers may make a stream's own requests, to the
+    /// disks below a loop device.
+    processes: OtherUsers,
 }
 
 /// The disk that a file system's device is, or is on.
@@ -63,38 +60,21 @@ impl KnownDisks {
         *self.places.entry(device).or_insert_with(read)
     }
 
-    fn all(&self, is_so: impl Fn(&OthersOnDisk) -> bool) -> bool {
-        self.others.values().all(is_so)
-    }
-
-    /// Returns the share for the disk that a file system's device is, or is on; none if that is not
-    /// known.
-    fn share(&mut self, device: u64) -> YieldShare {
-        if self.all(|others| others.share.is_none()) {
-            return YieldShare::NONE;
-        }
-        self.place(device).map_or(YieldShare::NONE, |place| self.on(place).share)
-    }
-
-    /// Returns what is known of others on the disk of a file. If that disk lies on others, or is not
-    /// known, as for btrfs, those on any disk count. Requests to a server are not known.
-    fn users(&mut self, file: &EventFile) -> OtherUsers {
-        if !self.is_counted {
-            return OtherUsers::Unknown;
-        }
-        match self.place(file.dev) {
-            Some(place) if !place.is_stacked => self.on(place).users,
+    /// Returns what is known of others on the disk of a file; nobody has used one that is not
+    /// listed. If that disk lies on others, or is not known, as for btrfs, processes on any disk
+    /// count. Requests to a server are not known.
+    fn of(&mut self, file: &EventFile) -> OthersOnDisk {
+        let (share, none) = (YieldShare::NONE, OtherUsers::None);
+        let place = self.place(file.dev);
+        let known = place.and_then(|place| self.others.get(&place.disk).copied());
+        let known = known.unwrap_or(OthersOnDisk { share, users: none, processes: none });
+        let users = match place {
+            _ if !self.is_counted => OtherUsers::Unknown,
+            Some(place) if !place.is_stacked => known.users,
             None if file.subvolume.is_none() => OtherUsers::Unknown,
-            _ if self.all(|others| others.users == OtherUsers::None) => OtherUsers::None,
-            _ if self.all(|others| others.is_quiet()) => OtherUsers::Few,
-            _ => OtherUsers::Unknown,
-        }
-    }
-
-    /// Returns what is known of others on a disk; nobody has used one that is not listed.
-    fn on(&self, place: DiskPlace) -> OthersOnDisk {
-        let unused = OthersOnDisk { share: YieldShare::NONE, users: OtherUsers::None };
-        self.others.get(&place.disk).copied().unwrap_or(unused)
+            _ => self.others.values().map(|others| others.processes).fold(known.users, OtherUsers::min),
+        };
+        OthersOnDisk { users, ..known }
     }
 }
 
@@ -105,8 +85,7 @@ pub(crate) struct DiskShares(Arc<Mutex<KnownDisks>>);
 impl DiskShares {
     /// Returns what is known of others on the disk of a file.
     pub(crate) fn others(&self, file: &EventFile) -> OthersOnDisk {
-        let mut known = lock(&self.0);
-        OthersOnDisk { share: known.share(file.dev), users: known.users(file) }
+        lock(&self.0).of(file)
     }
 
     /// Returns the disk of a device.
@@ -128,9 +107,30 @@ impl DiskShares {
 #[derive(Default)]
 struct Disk {
     contention: DiskContention,
+    /// The same by the requests that processes make themselves.
+    processes: DiskContention,
     duty: ReadDuty,
     /// Followed processes that read from it, and when each last did.
     readers: BTreeMap<u32, Duration>,
+}
+
+impl Disk {
+    /// Records the requests of others in the last `ns` nanoseconds.
+    fn hear(&mut self, requests: &DiskRequests, ns: u64) {
+        self.contention.others(seen(&requests.waited_for(), ns));
+        self.processes.others(seen(&requests.of_processes(), ns));
+    }
+
+    /// Returns what is known of others, where `lost` requests were not counted.
+    fn others(&self, pace: StreamPace, lost: u64) -> OthersOnDisk {
+        let users = |contention: &DiskContention| match contention.is_unused() {
+            _ if lost > 0 || !contention.output_share().is_none() => OtherUsers::Unknown,
+            true => OtherUsers::None,
+            false => OtherUsers::Few,
+        };
+        let share = left_by(pace, self.contention.output_share());
+        OthersOnDisk { share, users: users(&self.contention), processes: users(&self.processes) }
+    }
 }
 
 /// The requests of others on all disks, and the disks that followed processes read from.
@@ -201,14 +201,8 @@ impl DiskTurns {
         let since = nanoseconds(now.saturating_sub(std::mem::replace(&mut self.last_look, now)));
         for (disk, requests) in &window.others {
             let known = self.disks.entry(*disk).or_default();
-            known.contention.others(seen(requests, since));
-            let share = left_by(self.pace, known.contention.output_share());
-            let users = match known.contention.is_unused() {
-                _ if window.lost > 0 => OtherUsers::Unknown,
-                true => OtherUsers::None,
-                false => OtherUsers::Few,
-            };
-            self.shares.set(*disk, OthersOnDisk { share, users });
+            known.hear(requests, since);
+            self.shares.set(*disk, known.others(self.pace, window.lost));
         }
         let added = std::mem::take(&mut self.read).into_iter().filter(|(_, bytes)| *bytes > 0);
         let mut readers: Vec<(u32, u64)> = window.reads.keys().copied().collect();
@@ -237,13 +231,53 @@ fn left_by(pace: StreamPace, needed: YieldShare) -> YieldShare {
     if pace == StreamPace::Idle && !needed.is_none() { YieldShare::MAX } else { needed }
 }
 
-/// Returns the requests that others wait for.
-pub(crate) fn seen(requests: &DiskRequests, ns: u64) -> OthersRequests {
-    let waited_for = requests.waited_for();
-    OthersRequests {
-        ns,
-        begun: waited_for.begun,
-        done: waited_for.done,
-        waited_ns: nanoseconds(waited_for.waited),
+/// Returns the requests of others in the last `ns` nanoseconds.
+pub(crate) fn seen(requests: &RequestCounts, ns: u64) -> OthersRequests {
+    let waited_ns = nanoseconds(requests.waited);
+    OthersRequests { ns, begun: requests.begun, done: requests.done, waited_ns }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TICK_NS: u64 = 10_000_000;
+
+    fn file(dev: u64) -> EventFile {
+        EventFile { dev, ino: 1, generation: 0, subvolume: None, is_block_device: false, mapping: 0 }
+    }
+
+    /// A stream's own requests reach the disk below a loop device by workers, as the commits of
+    /// some journals reach their disk.
+    #[test]
+    fn workers_are_others_on_their_disk_and_not_on_a_disk_above() {
+        let syncs =
+            RequestCounts { begun: 20, done: 20, waited: Duration::from_millis(8), ..Default::default() };
+        let of_workers = DiskRequests { workers: syncs, ..DiskRequests::default() };
+        let of_processes = DiskRequests { syncs, ..DiskRequests::default() };
+        let mut known = KnownDisks { is_counted: true, ..KnownDisks::default() };
+        let place = |is_stacked| Some(DiskPlace { disk: if is_stacked { 7 } else { 8 }, is_stacked });
+        known.places.extend([(7, place(true)), (8, place(false)), (9, None)]);
+        let users = |known: &mut KnownDisks, dev| known.of(&file(dev)).users;
+        assert_eq!(users(&mut known, 7), OtherUsers::None);
+
+        let mut below = Disk::default();
+        below.hear(&of_workers, TICK_NS);
+        known.others.insert(8, below.others(StreamPace::Auto, 0));
+        assert_eq!(users(&mut known, 7), OtherUsers::None);
+        assert!(users(&mut known, 8) == OtherUsers::Unknown && !known.of(&file(8)).share.is_none());
+
+        // A process waits for the disk below.
+        below.hear(&of_processes, TICK_NS);
+        known.others.insert(8, below.others(StreamPace::Auto, 0));
+        assert_eq!(users(&mut known, 7), OtherUsers::Unknown);
+
+        // A journal on the loop device commits.
+        let mut above = Disk::default();
+        above.hear(&of_workers, TICK_NS);
+        known.others = HashMap::from([(7, above.others(StreamPace::Auto, 0))]);
+        assert!(users(&mut known, 7) == OtherUsers::Unknown && !known.of(&file(7)).share.is_none());
+        known.others = HashMap::from([(7, Disk::default().others(StreamPace::Auto, 1))]);
+        assert_eq!([users(&mut known, 7), users(&mut known, 9)], [OtherUsers::Unknown; 2]);
     }
 }

@@ -104,9 +104,11 @@ pub(super) enum RequestKind {
     Write = 1,
     /// A write that somebody waits for.
     Sync = 2,
+    /// A request of a kernel worker that somebody waits for.
+    Worker = 3,
 }
 
-/// The counters of a disk, by kind. Unused entries make each number of two bits a valid kind.
+/// The counters of a disk, by kind. Each number of two bits is a valid kind.
 pub(super) type DiskCounters = [KindCounters; 4];
 
 /// The counters of one kind of request.
@@ -258,6 +260,7 @@ impl<'a> DiskProgramWriter<'a> {
         self.read_number(R1, 4, R6, at.operation);
         self.asm.alu_constant(AluOp::And, R1, at.read_ahead.cast_signed());
         self.asm.jump_if_constant(Condition::NotEqual, R1, 0, self.out);
+        self.asm.constant(R7, RequestKind::Worker as i32);
 
         self.asm.bind(is_others);
         self.count_beginning();
