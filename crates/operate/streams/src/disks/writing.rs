@@ -35,7 +35,6 @@ const POLL_MIN: Duration = Duration::from_micros(300);
 const POLL_MAX: Duration = Duration::from_millis(5);
 
 /// Maximum number of open files: small files go to the disk together, up to one piece.
-///
 const OPEN_FILES_MAX: usize = 64;
 
 /// A part of a file that is in flight to the disk.
@@ -105,18 +104,17 @@ impl Writing {
 
     /// Learns from a part of a device that is written. Returns the nanoseconds for which nothing is
     /// to be started.
-    fn learn(&mut self, file: &EventFile, part: WrittenPart) -> u64 {
-        self.look_at_others_use(file);
+    fn learn(&mut self, part: WrittenPart) -> u64 {
         let pause = self.pacer.written(part);
-        self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
         if self.pace == StreamPace::Off { 0 } else { pause }
     }
 
-    /// Passes on what is known of others' use of the disk.
+    /// Passes on what is known of others' use of the disk, which may have begun just now.
     fn look_at_others_use(&mut self, file: &EventFile) {
         let others = self.shares.others(file);
         self.pacer.others(others.share);
         self.pacer.users(others.users);
+        self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
     }
 
     /// Adds a job whose ranges have unwritten pages.
@@ -245,16 +243,13 @@ impl Writing {
                 // Programs may be held until that is known.
                 say(JobResult { written: vec![part.range.clone()], ..JobResult::of(&open.job) });
             }
-            let pause = self.learn(
-                &open.job.file,
-                WrittenPart {
-                    bytes: part.bytes,
-                    in_flight: part.in_flight,
-                    took_min: nanoseconds(part.seen.duration_since(part.begun)),
-                    took_max: nanoseconds(now.duration_since(part.begun)),
-                    busy: self.done_at.map(|done_at| nanoseconds(now.duration_since(done_at))),
-                },
-            );
+            let pause = self.learn(WrittenPart {
+                bytes: part.bytes,
+                in_flight: part.in_flight,
+                took_min: nanoseconds(part.seen.duration_since(part.begun)),
+                took_max: nanoseconds(now.duration_since(part.begun)),
+                busy: self.done_at.map(|done_at| nanoseconds(now.duration_since(done_at))),
+            });
             self.done_at = Some(now);
             if pause > 0 {
                 self.pause_until = Some(now + Duration::from_nanos(pause));
@@ -273,9 +268,7 @@ impl Writing {
         if let (Some(done_at), Some(until)) = (&mut self.done_at, self.pause_until.take()) {
             *done_at = until.max(*done_at);
         }
-        // Somebody may have begun to use the disk while nothing was written here.
         self.look_at_others_use(&open.job.file);
-        self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
         let step = self.pacer.part().max(PIECE_MIN / 2);
         let range = open.begun_to..(open.begun_to - open.begun_to % step + step).min(end);
         let others = self.open.iter().flat_map(|open| &open.parts);
