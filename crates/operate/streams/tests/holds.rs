@@ -291,7 +291,9 @@ fn unpaced_and_traced_processes_and_holders_of_awaited_locks_are_not_held() {
         let problems = events.iter().filter(|event| matches!(event, StreamEvent::Problem { .. })).count();
         assert_eq!(problems, usize::from(under[0] == "strace"), "{events:?}");
         waiter.map(|mut waiter| waiter.wait().unwrap());
-        [&number, &go].into_iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        for path in [&number, &go] {
+            std::fs::remove_file(path).unwrap();
+        }
     }
 }
 
