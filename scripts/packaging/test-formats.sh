@@ -57,7 +57,9 @@ grep --quiet 'read 8 MiB' "$test/report" || fail "its library did not see what c
 echo "the static program: runs in an empty root, and loads its library into programs with glibc"
 
 # --- The wheel and the npm package, installed from their files alone.
-scripts/packages.sh "the wheel: python3-pip" "the npm package: npm"
+scripts/packages.sh "the wheel: python3-pip"
+# Node.js of other sources than Debian has npm in its own package, which Debian's would replace.
+command -v npm >/dev/null || scripts/packages.sh "the npm package: npm"
 wheel=$(compgen -G "$packages/pagekeeper-$version-py3-none-*_$machine.whl")
 # Debian's own Python would install into local/ below the prefix.
 DEB_PYTHON_INSTALL_LAYOUT=deb_system python3 -m pip install --quiet --no-index --no-deps --root-user-action ignore --prefix "$test/pip" "$wheel"
