@@ -6,14 +6,16 @@ log       a log with its writer and a reader that lags, under the guard
 beside    commits beside a copy to the same disk: plain, and under `run` (on a machine at rest; needs `make bench` before)
 size      the curve that `size --plot` draws beside fio (needs fio and a memory cgroup)
 restart   the starts of killed servers, by the benchmark's means (as `beside`; some fifteen minutes)
-mariadb   a MariaDB under load, without and with the guard: memory of its logs, residency of its files, `doctor` and `top`
+mariadb   a MariaDB under load, without and with the guard: memory of its logs, residency of its files, `doctor` and `top`, and
+          the guard's own page with charts, as Chromium shows it
 
-Servers run in a directory of their own, which is removed. `mariadb` needs mariadbd, sysbench and tmux.
+Servers run in a directory of their own, which is removed. `mariadb` needs mariadbd, sysbench, tmux, chromium and pdftocairo.
 """
 import contextlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -30,6 +32,7 @@ MIB = 1 << 20
 # The load without the guard, and then with it.
 HALF_SECONDS = 40
 TOP_SECONDS = 30
+METRICS_PORT = 19417
 LOG_FILE_BYTES = 16 * MIB
 
 
@@ -255,13 +258,14 @@ time.sleep(600)
                 report = doctor.communicate()[0]
                 top = screen.result()
                 before = self.residency(data)
-                with running(self.pagekeeper, "guard", "--pid", pid, stdout=subprocess.DEVNULL):
+                with running(self.pagekeeper, "guard", "--pid", pid, "--metrics", METRICS_PORT, stdout=subprocess.DEVNULL):
                     held += [self.logs_held(data) for _ in self.each_second(HALF_SECONDS)]
                     after = self.residency(data)
+                    self.page()
                 queries.send_signal(signal.SIGTERM)
                 said = queries.stdout.read()
         svg.terminal(self.path("doctor"), f"pagekeeper doctor --pid {pid} --duration 10s", report.replace(self.home, "/srv"))
-        svg.terminal(self.path("top"), "pagekeeper top /srv/mysql", top.replace(self.home, "/srv"))
+        svg.terminal(self.path("top"), "pagekeeper top /srv/mysql", re.sub(rf"(…[^ ]*?|{self.home})/mysql/", "/srv/mysql/", top))
         rates = [(number, float(row.split("qps: ")[1].split()[0])) for number, row in enumerate(row for row in said.split("\n") if "qps: " in row)]
         self.memory(held, rates[: len(held)])
         self.maps(before, after)
@@ -275,6 +279,14 @@ time.sleep(600)
         shown = subprocess.run([*tmux, "capture-pane", "-p"], check=True, stdout=subprocess.PIPE, text=True).stdout
         subprocess.run([*tmux, "kill-server"], check=True)
         return shown
+
+    def page(self):
+        """The page that the guard serves, in a real browser."""
+        printed = os.path.join(self.home, "page.pdf")
+        address = f"http://127.0.0.1:{METRICS_PORT}/"
+        chromium = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.home}/browser", "--virtual-time-budget=4000"]
+        subprocess.run([*chromium, "--no-pdf-header-footer", f"--print-to-pdf={printed}", address], check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(["pdftocairo", "-svg", "-l", "1", printed, self.path("page")], check=True)
 
     def each_second(self, seconds):
         began = time.monotonic()
