@@ -28,9 +28,11 @@ root=$work/debian/pagekeeper
 cp --recursive "$laid_out" "$root"
 # The directory of Debian's zsh.
 mv "$root/usr/share/zsh/site-functions" "$root/usr/share/zsh/vendor-completions"
-# The directory for units depends on the Debian release; debhelper knows it.
+# The directory for units depends on the Debian release; debhelper knows it. It finds a template as pagekeeper@.NAME.service.
 for unit in "$root"/usr/lib/systemd/system/*; do
-    mv "$unit" "$work/debian/pagekeeper.${unit##*/}"
+    name=${unit##*/} at=""
+    [[ $name != *@* ]] || at=@
+    mv "$unit" "$work/debian/pagekeeper$at.${name/@/}"
 done
 (cd "$root" && rmdir --parents usr/lib/systemd/system 2>/dev/null) || true
 cp CHANGELOG.md "$work/"
