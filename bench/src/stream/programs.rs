@@ -81,7 +81,7 @@ const STREAM_TOOLS: [StreamTool; 20] = [
     tool("static cp", &["busybox"], 0, "$RUN busybox cp \"$FILE\" \"$NEW/copy\""),
     tool("fio, io_uring", &["fio"], 128, "$RUN fio --ioengine=io_uring --iodepth=32 --rw=read --filename=\"$FILE\" $FIO"),
     tool("fio, mmap, reads", &["fio"], 128, "$RUN fio --ioengine=mmap --rw=read --filename=\"$FILE\" $FIO"),
-    tool("fio, mmap, writes", &["fio"], 128, "$RUN fio --ioengine=mmap --rw=write --size=512m --filename=\"$NEW/fio\" $FIO"),
+    tool("fio, mmap, writes", &["fio"], 128, "truncate -s 512m \"$NEW/fio\" && $RUN fio --ioengine=mmap --rw=write --size=512m --filename=\"$NEW/fio\" $FIO"),
     tool("rsync", &["rsync"], 0, "$RUN rsync --whole-file \"$FILE\" \"$NEW/\""),
     tool("tar", &[], 0, "$RUN tar -cPf \"$NEW/tar\" \"$FILE\""),
     tool(
