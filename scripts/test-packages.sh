@@ -128,7 +128,8 @@ kept_configuration() { # kept_configuration WHAT [SUFFIX]: after WHAT, under its
 lay_out_libraries() {
     inside pagekeeper run --report -- cat /etc/pagekeeper/guard.toml >/dev/null 2>&1 || fail "pagekeeper run doesn't run"
     compgen -G "$root/run/pagekeeper/libpagekeeper-*.so" >/dev/null || fail "pagekeeper run laid out no library"
-    mkdir "$root/tmp/pagekeeper-0" "$root/dev/shm/elsewhere"
+    # `run` itself may have made the first, for its report.
+    mkdir -p "$root/tmp/pagekeeper-0" "$root/dev/shm/elsewhere"
     cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/tmp/pagekeeper-0/"
     cp "$root"/run/pagekeeper/libpagekeeper-*.so "$root/dev/shm/elsewhere/"
     ln --symbolic elsewhere "$root/dev/shm/pagekeeper-0"
