@@ -134,33 +134,6 @@ fn a_full_tmpfs_refuses_only_operations_that_need_space() {
     Mounted::new("tmpfs").iter().for_each(refuses_only_operations_that_need_space);
 }
 
-/// It writes over nothing in place.
-#[test]
-fn a_full_btrfs_refuses_a_compaction_and_loses_nothing() {
-    let Some(mounted) = Mounted::new("btrfs") else { return };
-    let dir = mounted.path().join("store");
-    let store = small().open(&dir).unwrap();
-    make(&store);
-    grow(&store).unwrap();
-    store.close().unwrap();
-    mounted.fill("full");
-    let store = small().open(&dir).unwrap();
-    let refused = store.compact().unwrap_err();
-    assert!(is_out_of_space(refused.errno()), "{refused}");
-    // The journal is about full.
-    let refused = change(&store, 1, 9).unwrap_err();
-    assert!(is_out_of_space(refused.errno()), "{refused}");
-    store.close().unwrap();
-    let store = small().open(&dir).unwrap();
-    // Removing the file would free its space only later.
-    std::fs::write(mounted.path().join("full"), "").unwrap();
-    rustix::fs::sync();
-    store.compact().unwrap();
-    change(&store, 1, 9).unwrap();
-    assert_eq!(first_bytes(&store), [8, 9, 7, 7]);
-    assert!(store.verify().unwrap().is_sound());
-}
-
 fn with_an_exhausted_quota(kind: &str) {
     let Some(mounted) = Mounted::with_quota(kind) else { return };
     as_nobody(|| refuses_only_operations_that_need_space(&mounted));
