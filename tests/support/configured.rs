@@ -82,12 +82,7 @@ impl MariaDb {
         std::fs::create_dir_all(home.join("conf.d")).expect("make a directory");
         std::fs::create_dir(&run).expect("make a directory");
         super::open_to_others(&home);
-        stdout_of(
-            Command::new("mariadb-install-db")
-                .args(["--no-defaults", "--user=mysql", "--skip-test-db", "--skip-name-resolve"])
-                .arg("--auth-root-authentication-method=normal")
-                .arg(format!("--datadir={}", home.join("data").display())),
-        );
+        super::mariadb::install(&home.join("data"));
         own(&run, "mysql");
         let main = format!(
             "[mysqld]\nskip-networking\nskip-name-resolve\ndatadir={0}/data\nsocket={0}/run/socket\n\

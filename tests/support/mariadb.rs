@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Programs that a server and its load need.
@@ -122,13 +123,7 @@ impl Server {
         let home = parent.join(if options.replica { "replica" } else { "primary" });
         std::fs::create_dir(&home).expect("make the server's directory");
         super::open_to_others(&home);
-        let output = Command::new("mariadb-install-db")
-            .args(["--no-defaults", "--user=mysql", "--skip-test-db", "--skip-name-resolve"])
-            .arg("--auth-root-authentication-method=normal")
-            .arg(format!("--datadir={}", home.join("data").display()))
-            .output()
-            .expect("run mariadb-install-db");
-        assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stdout));
+        install(&home.join("data"));
         // The server's log, socket and pid file are there.
         let run = home.join("run");
         std::fs::create_dir(&run).expect("make the server's directory");
@@ -353,6 +348,52 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Makes a data directory of the user `mysql`: a copy of one that `mariadb-install-db` made.
+pub(crate) fn install(data: &Path) {
+    copy(&installed(), data);
+    // The server writes these by direct I/O, so no page of them is resident after an installation.
+    let is_of_innodb = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.starts_with("ib") || name.starts_with("undo") || path.extension().is_some_and(|end| end == "ibd")
+    };
+    super::evict_all(&super::files_in(data).into_iter().filter(is_of_innodb).collect::<Vec<_>>());
+}
+
+/// Returns a data directory of the server on the `PATH`. Making one takes seconds, so it is made once
+/// for each version, and stays in the target directory.
+fn installed() -> PathBuf {
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let version = output_of(Command::new("mariadbd").arg("--version"));
+    let name = version.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
+    let (target, made) = (Path::new(env!("CARGO_TARGET_TMPDIR")), super::scratch());
+    let kept = target.join(name.trim_end_matches('-'));
+    if !kept.exists() {
+        let data = made.path().join("data");
+        output_of(
+            Command::new("mariadb-install-db")
+                .args(["--no-defaults", "--user=mysql", "--skip-test-db", "--skip-name-resolve"])
+                .args(["--auth-root-authentication-method=normal", "--innodb-log-file-size=4M"])
+                .arg(format!("--datadir={}", data.display())),
+        );
+        let copied = tempfile::tempdir_in(target).expect("make a directory");
+        copy(&data, &copied.path().join("data"));
+        // Fails where another test program was quicker.
+        let _ = std::fs::rename(copied.path().join("data"), &kept);
+    }
+    kept
+}
+
+fn copy(from: &Path, to: &Path) {
+    output_of(Command::new("cp").args(["--archive", "--no-target-directory"]).args([from, to]));
+}
+
+fn output_of(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 fn spawn(home: &Path, port: u16, options: &Options) -> Child {
