@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# lint.sh [PART...] — runs the linters; any warning is an error. Parts: text (formatting), clippy, code (clippy, also of
-# the preloaded library, and documentation), unused (unused dependencies), workflows (those of the public CI, by
-# actionlint; skipped without Go). Without a PART, all run.
+# lint.sh [PART...] — runs the linters; any warning is an error. Parts: text (formatting), clippy, library (clippy of the
+# preloaded library), documentation, code (these three), unused (unused dependencies), workflows (those of the public CI,
+# by actionlint; skipped without Go). Without a PART, all run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -19,12 +19,18 @@ text() {
 clippy() {
     "$cargo" clippy --workspace --all-targets -- -D warnings
 }
-code() {
-    clippy
+library() {
     # The preloaded library, which has no standard library.
     "$cargo" clippy -p pagekeeper-preload --lib --features interpose -- -D warnings
+}
+documentation() {
     # --examples selects the same features as clippy did, so that no dependency is checked twice.
     RUSTDOCFLAGS="-D warnings" "$cargo" doc --workspace --no-deps --lib --bins --examples
+}
+code() {
+    clippy
+    library
+    documentation
 }
 unused() {
     scripts/unused-dependencies.sh

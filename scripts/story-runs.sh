@@ -1,4 +1,4 @@
-# Functions that run test programs, as root in their own namespaces where a guard must not see databases of other
+# Functions that build and run test programs, as root in their own namespaces where a guard must not see databases of other
 # stories. To be sourced from the repository's root, with the list of test programs (scripts/test-programs.sh
 # --with-packages) in "$logs/programs".
 
@@ -18,6 +18,9 @@ fi
 # Fixed seeds, so that only a change makes a difference; PROPTEST_RNG_SEED=N and PAGEKEEPER_SEED=N set others.
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
 export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
+
+# Clippy compiles the workspace's crates, so that none is compiled again to be linted. A warning is an error.
+linted() { RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings "$@"; }
 
 # programs NAME...: prints the lines of these programs. others NAME...: prints all other lines.
 programs() { grep --extended-regexp "/($(IFS='|' && echo "$*"))-[0-9a-f]+$" "$logs/programs"; }

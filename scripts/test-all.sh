@@ -5,12 +5,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-[ $# -gt 0 ] || set -- stories crates faults kills hostile torture preload databases advice sqlite valgrind kernels cgroup-v2 packages helm sanitize fuzz cross deny docs
+[ $# -gt 0 ] || set -- stories crates faults kills hostile torture preload databases advice sqlite valgrind kernels cgroup-v2 packages helm sanitize fuzz cross deny lint docs
 results=()
 failed=0
 for part in "$@"; do
     target=test-$part
-    case $part in sanitize | fuzz | cross | deny | docs) target=$part ;; esac
+    case $part in sanitize | fuzz | cross | deny | lint | docs) target=$part ;; esac
     # Variables on make's command line are for this script only.
     arguments=(ARGS=)
     case $part in

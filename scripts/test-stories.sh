@@ -10,7 +10,7 @@ scripts/story-packages.sh
 source scripts/story-runs.sh
 logs=$(mktemp --directory)
 trap 'rm -rf "$logs"' EXIT
-scripts/test-programs.sh --with-packages --workspace >"$logs/programs"
+linted scripts/test-programs.sh --with-packages --workspace >"$logs/programs"
 
 # long_stories PROGRAM: prints the full names of its long stories, one per line.
 long_stories() {

@@ -46,9 +46,11 @@ end() {
 trap end EXIT
 trap 'exit 1' INT TERM
 
-# Records the time at which a part ended.
+# Records the time at which a part ended, and the processor time (user, system) of its row so far.
 timed() {
-    echo "$1: $((SECONDS / 60)) min $((SECONDS % 60)) s after the start" >>"$logs/times"
+    local row=$logs/row-$BASHPID
+    times >"$row"
+    echo "$1: $((SECONDS / 60)) min $((SECONDS % 60)) s after the start, $(sed --quiet 2p "$row") of processors" >>"$logs/times"
 }
 # Removes the output of passed tests, which includes expected panics, except their SKIPPED lines.
 shown() {
@@ -64,16 +66,16 @@ start packages scripts/story-packages.sh
 # Some seconds of random input for each parser of foreign input, about two at a time.
 export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-5}
 # The number of random lives of a store or log on a simulated disk in each test; `make test-faults` runs many more.
-export PAGEKEEPER_CRASHES=${PAGEKEEPER_CRASHES:-3000}
+export PAGEKEEPER_CRASHES=${PAGEKEEPER_CRASHES:-1500}
 
 # A line for each test program: kind, directory of its package, path.
-scripts/test-programs.sh --with-packages --workspace >"$logs/programs"
+linted scripts/test-programs.sh --with-packages --workspace >"$logs/programs"
 timed "all was built"
 finish packages
 [ "$status" -eq 0 ] || exit "$status"
 
 # Stories of `host` that do not change dirty limits and do not inspect the whole page cache.
-part_of_host=(probe:: hung:: guard_cgroups:: doctor_settings::)
+part_of_host=(probe:: hung:: guard_budgets:: guard_cgroups:: doctor_settings::)
 
 # in_turn FUNCTION...: runs all, one after the other; fails if one fails.
 in_turn() {
@@ -88,7 +90,10 @@ in_turn() {
 check() {
     "${@:2}" || { printf 'test %s ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n' "$1" && false; }
 }
-commands() { secluded commands; }
+commands() {
+    as_stories
+    secluded commands
+}
 databases() {
     local failed=0
     secluded databases "${all_databases[@]}" || failed=$?
@@ -97,6 +102,7 @@ databases() {
     return "$failed"
 }
 preload() {
+    as_stories
     # These tests mostly wait for programs that wait for disks.
     RUST_TEST_THREADS=$(($(nproc) * 3)) story preload
 }
@@ -107,38 +113,35 @@ units() {
     local failed=0 RUST_TEST_THREADS=$(($(nproc) * 2))
     export RUST_TEST_THREADS
     of_crates | grep --invert-match ^test | run --skip model:: || failed=$?
-    "$cargo" test --no-fail-fast --workspace --doc -- --show-output || failed=$?
+    linted "$cargo" test --no-fail-fast --workspace --doc -- --show-output || failed=$?
     return "$failed"
 }
 crates() { of_crates | grep ^test | run; }
-part_of_host() {
-    # At the priority of stories, which it can have back as root.
-    renice --priority 0 --pid "$BASHPID" >/dev/null 2>&1 || true
-    secluded host "${part_of_host[@]}"
-}
-lint() { check no_warnings scripts/lint.sh code; }
+part_of_host() { secluded host "${part_of_host[@]}"; }
+lint() { check no_warnings scripts/lint.sh library documentation; }
 
 models() {
     chrt --idle --pid 0 "$BASHPID"
     of_crates | grep --invert-match ^test | run model::
 }
 
-# Stories wait for databases and disks, and so do many other tests, so they run in parallel. Models of threads use the
-# processor time that is left, until the end.
-stories() { in_turn commands databases preload; }
+# Stories wait for databases and disks, and so do many other tests, so they run in parallel.
+stories() { in_turn databases part_of_host; }
 # after_stories PART...: runs these parts at a lower priority than stories.
 after_stories() {
     renice --priority 5 --pid "$BASHPID" >/dev/null
     in_turn "$@"
 }
+# Gives a part the priority of stories, which only root can have back.
+as_stories() { renice --priority 0 --pid "$BASHPID" >/dev/null 2>&1 || true; }
 start stories stories
-start units after_stories units lint
-start crates after_stories crates part_of_host
-start models models
+start units after_stories units lint preload
+start crates after_stories crates commands
 finish stories units crates
 
 # Other stories of `host` watch the whole machine or lower its dirty limits, and the documents show a quiet disk, so nothing
-# else reads or writes files during them. They mostly wait; random input uses the remaining processor time.
+# else reads or writes files during them. They mostly wait; models of threads and random input, which need no files, use the
+# remaining processor time.
 host() {
     local failed=0
     story docs || failed=$?
@@ -150,6 +153,7 @@ random_input() {
     chrt --idle --pid 0 "$BASHPID"
     story random_input
 }
+start models models
 start random_input random_input
 start host host
 finish models random_input host
