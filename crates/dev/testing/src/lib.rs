@@ -3,6 +3,7 @@
 //!
 //! All helpers panic on failure, as tests do.
 
+mod faults;
 mod forks;
 mod grandchild;
 mod hanging;
@@ -19,6 +20,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
+pub use faults::expect_found;
 pub use forks::{ChildEnd, ForkedChild, fork_often, forked, forked_past_libc};
 pub use grandchild::Grandchild;
 pub use hanging::HangingMount;

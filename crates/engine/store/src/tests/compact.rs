@@ -1,12 +1,12 @@
 //! Compactions: what is removed, what stays, and crashes at random during them.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_io::{Access, Create, Io};
 use pagekeeper_simdisk::{Persistence, SimDisk, Times, WriteFault};
-use pagekeeper_testing::Seed;
+use pagekeeper_testing::{Seed, expect_found};
 
 use super::life::{Made, OF_A_LIFE, crashes, life};
 use super::world::{Setting, dir};
@@ -316,15 +316,9 @@ fn random_crashes_during_compactions_lose_nothing() {
 
 #[test]
 fn faults_of_a_compaction_are_found() {
-    let seed = Seed(12);
-    let made = Made::like(COMPACTING);
-    let hook = take_hook();
-    set_hook(Box::new(|_| {}));
-    let is_found =
-        |bug, which| catch_unwind(AssertUnwindSafe(|| life(&seed, which, &made, Some(bug)))).is_err();
-    let bugs = [InjectedFault::CompactedBeforeCheckpoint, InjectedFault::HolesUnknownToTheMap];
-    let found = bugs.map(|bug| (bug, (0..2000).find(|which| is_found(bug, *which))));
-    set_hook(hook);
-    assert!(found.iter().all(|(_, life)| life.is_some()), "{found:?}");
-    println!("{found:?}");
+    let (seed, made) = (Seed(12), Made::like(COMPACTING));
+    let faults = [(InjectedFault::CompactedBeforeCheckpoint, 8), (InjectedFault::HolesUnknownToTheMap, 288)];
+    expect_found(2000, &faults, |fault, which| {
+        life(&seed, which, &made, Some(fault));
+    });
 }
