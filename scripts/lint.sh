@@ -24,7 +24,7 @@ library() {
     "$cargo" clippy -p pagekeeper-preload --lib --features interpose -- -D warnings
 }
 documentation() {
-    # --examples selects the same features as clippy did, so that no dependency is checked twice.
+    # --examples selects the same features as `cargo test`, so that no dependency is checked twice.
     RUSTDOCFLAGS="-D warnings" "$cargo" doc --workspace --no-deps --lib --bins --examples
 }
 code() {

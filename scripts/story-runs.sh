@@ -19,7 +19,8 @@ fi
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
 export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
 
-# Clippy compiles the workspace's crates, so that none is compiled again to be linted. A warning is an error.
+# Clippy compiles the workspace's crates, so that none is compiled again to be linted. A warning is an error. The programs
+# differ a little from rustc's: "Why it builds once" in docs/src/internals/testing.md.
 linted() { RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings "$@"; }
 
 # programs NAME...: prints the lines of these programs. others NAME...: prints all other lines.

@@ -2,7 +2,8 @@
 # Tests on disks that lose power, fail and lie: store, redo log and binlog with eight threads each, on files, ext4 and
 # XFS; and SQLite, on files and ext4. Also: kills after which a second reader must find the same as the first; 10,000
 # forks each beside threads that use a cache, a file table, a store, each log, and all of them from C; and tens of
-# thousands of random lives of stores and logs on a simulated disk. As root, with FUSE. CYCLES is the number of power cuts of each test [default: 500]; `make test` makes some tens.
+# thousands of random lives of stores and logs on a simulated disk. As root, with FUSE. CYCLES is the number of power cuts
+# of each test [default: 500]; `make test` makes some tens.
 #
 # Runs in its own mount namespace, so that nothing stays mounted however it ends.
 set -euo pipefail

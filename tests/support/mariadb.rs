@@ -8,6 +8,7 @@ use super::sysbench::LoadedServer;
 use super::{MIB, eventually};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -26,6 +27,16 @@ pub(crate) const REDO_BYTES: u64 = 48 * MIB;
 
 /// The library of Debian's galera-4, on which its server depends.
 pub(crate) const GALERA: &str = "/usr/lib/galera/libgalera_smm.so";
+
+/// Arguments of `mariadb-install-db`, except for the place.
+const INSTALL_ARGUMENTS: [&str; 6] = [
+    "--no-defaults",
+    "--user=mysql",
+    "--skip-test-db",
+    "--skip-name-resolve",
+    "--auth-root-authentication-method=normal",
+    "--innodb-log-file-size=4M",
+];
 
 // As /proc/PID/fdinfo shows them, in octal (open(2), x86-64).
 const O_ACCMODE: u32 = 0o3;
@@ -353,6 +364,8 @@ impl Drop for Server {
 /// Makes a data directory of the user `mysql`: a copy of one that `mariadb-install-db` made.
 pub(crate) fn install(data: &Path) {
     copy(&installed(), data);
+    // Where the target directory was kept, `mysql` may have had another number at the installation.
+    output_of(Command::new("chown").args(["--recursive", "mysql:mysql"]).arg(data));
     // The server writes these by direct I/O, so no page of them is resident after an installation.
     let is_of_innodb = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -362,20 +375,20 @@ pub(crate) fn install(data: &Path) {
 }
 
 /// Returns a data directory of the server on the `PATH`. Making one takes seconds, so it is made once
-/// for each version, and stays in the target directory.
+/// for each version and set of arguments, and stays in the target directory.
 fn installed() -> PathBuf {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let version = output_of(Command::new("mariadbd").arg("--version"));
-    let name = version.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
+    let mut hasher = DefaultHasher::new();
+    (&version, INSTALL_ARGUMENTS).hash(&mut hasher);
     let (target, made) = (Path::new(env!("CARGO_TARGET_TMPDIR")), super::scratch());
-    let kept = target.join(name.trim_end_matches('-'));
+    let kept = target.join(format!("mariadb-{:016x}", hasher.finish()));
     if !kept.exists() {
         let data = made.path().join("data");
         output_of(
             Command::new("mariadb-install-db")
-                .args(["--no-defaults", "--user=mysql", "--skip-test-db", "--skip-name-resolve"])
-                .args(["--auth-root-authentication-method=normal", "--innodb-log-file-size=4M"])
+                .args(INSTALL_ARGUMENTS)
                 .arg(format!("--datadir={}", data.display())),
         );
         let copied = tempfile::tempdir_in(target).expect("make a directory");
@@ -392,8 +405,10 @@ fn copy(from: &Path, to: &Path) {
 
 fn output_of(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}: {said}{error}", output.status);
+    said
 }
 
 fn spawn(home: &Path, port: u16, options: &Options) -> Child {

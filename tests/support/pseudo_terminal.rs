@@ -5,10 +5,13 @@
 //! last byte.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 
 /// A command in a session of its own, controlled by a terminal of its own.
@@ -23,7 +26,10 @@ impl PseudoTerminal {
         let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         unlockpt(&screen).unwrap();
         let path = ptsname(&screen, Vec::new()).unwrap().into_string().unwrap();
-        let open = || File::options().read(true).write(true).open(Path::new(&path)).unwrap();
+        let open = || {
+            let flags = OFlags::NOCTTY.bits().cast_signed();
+            File::options().read(true).write(true).custom_flags(flags).open(Path::new(&path)).unwrap()
+        };
         // The command is dropped before the first read: it has the terminal open, too.
         let child = Command::new("setsid")
             .args(["--ctty", "sh", "-c", line])
@@ -57,9 +63,15 @@ impl PseudoTerminal {
     /// Waits for the command's end; returns its status and the rest of its output.
     pub(crate) fn finish(mut self) -> (ExitStatus, String) {
         let (mut shown, mut part) = (Vec::new(), [0; 4096]);
-        // EIO: no process has the terminal open any more.
-        while let Ok(count @ 1..) = self.keyboard_and_screen.read(&mut part) {
-            shown.extend_from_slice(&part[..count]);
+        loop {
+            match self.keyboard_and_screen.read(&mut part) {
+                Ok(0) => break,
+                Ok(count) => shown.extend_from_slice(&part[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // No process has the terminal open any more.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::IO) => break,
+                Err(error) => panic!("{error}: {}", String::from_utf8_lossy(&shown)),
+            }
         }
         (self.child.wait().unwrap(), String::from_utf8(shown).unwrap())
     }
