@@ -58,8 +58,8 @@ pub struct StartReads<F> {
     /// Whether there was no room for a read.
     is_cut: bool,
     added_bytes: u64,
-    /// Bytes used by the command since the last look, by device and inode.
-    used: HashMap<(u64, u64), u64>,
+    /// Bytes of pages loaded ahead that the command has used since the last look, by file.
+    used: HashMap<(u64, u64, u32), u64>,
     began: Instant,
     /// The time when the first process of the command began.
     first: Option<Instant>,
@@ -184,10 +184,12 @@ impl<F: Clone> StartReads<F> {
         self.events.sees_use()
     }
 
-    /// Returns the bytes of pages loaded ahead that the command has used since the last call, by
-    /// device and inode of their files.
-    pub fn take_used(&mut self) -> HashMap<(u64, u64), u64> {
-        std::mem::take(&mut self.used)
+    /// Takes the bytes of pages loaded ahead that the command has used since the last call, by file.
+    pub fn take_used(&mut self, mut take: impl FnMut(&F, u64)) {
+        for (key, bytes) in self.used.drain() {
+            let described = self.files.get(&key).and_then(|read| read.described.as_ref());
+            described.into_iter().for_each(|file| take(file, bytes));
+        }
     }
 
     /// Returns whether a process of the command runs.
@@ -241,8 +243,11 @@ impl<F: Clone> StartReads<F> {
                 self.note(process, &file, bytes);
             }
             PageEvent::Used { process, file, bytes, .. } if self.running.contains(&process) => {
-                *self.used.entry((file.dev, file.ino)).or_default() += bytes.end - bytes.start;
-                self.note(process, &file, bytes);
+                // What the command brought in itself is recorded already.
+                let new_bytes = self.note(process, &file, bytes);
+                if new_bytes > 0 {
+                    *self.used.entry((file.dev, file.ino, file.generation)).or_default() += new_bytes;
+                }
             }
             PageEvent::Began { process, parent, .. } if process != self.own => {
                 let is_known = self.running.contains(&process) || self.running.contains(&parent);
@@ -256,23 +261,23 @@ impl<F: Clone> StartReads<F> {
         }
     }
 
-    /// Records the new parts of a range.
-    fn note(&mut self, process: u32, file: &EventFile, bytes: Range<u64>) {
+    /// Records the new parts of a range; returns their bytes.
+    fn note(&mut self, process: u32, file: &EventFile, bytes: Range<u64>) -> u64 {
         let key = (file.dev, file.ino, file.generation);
         let is_new = !self.files.contains_key(&key);
         if self.is_full() || (is_new && self.files.len() >= READ_FILES_MAX) {
             self.is_cut = true;
-            return;
+            return 0;
         }
         if is_new {
             let described = self.describe(process, file);
             self.files.insert(key, ReadFile { described, seen: BTreeMap::new(), fresh: Vec::new() });
         }
-        let Some(read) = self.files.get_mut(&key).filter(|read| read.described.is_some()) else { return };
+        let Some(read) = self.files.get_mut(&key).filter(|read| read.described.is_some()) else { return 0 };
         let new = add_range(&mut read.seen, bytes);
         let new_bytes = new.iter().map(|range| range.end - range.start).sum::<u64>();
         if new_bytes == 0 {
-            return;
+            return 0;
         }
         if read.fresh.is_empty() {
             self.window.push(key);
@@ -283,6 +288,7 @@ impl<F: Clone> StartReads<F> {
         if self.window_bytes >= ORDER_WINDOW_BYTES {
             self.flush();
         }
+        new_bytes
     }
 
     fn note_activity(&mut self, bytes: u64) {

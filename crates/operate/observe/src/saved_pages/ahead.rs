@@ -1,5 +1,5 @@
-//! Loads a recording ahead of a start: what the start read in long pieces, then the rest, each in its
-//! order, with as many requests in flight as the disk serves.
+//! Loads a recording ahead of a start, with as many requests in flight as the disk serves: long
+//! pieces first, then short ones, each in the order of the recording.
 //!
 //! Invariants: no more requests are in flight than that, so that a read of the server that was not
 //! foreseen does not wait behind a queue. Short pieces wait while the server has not used those
@@ -34,8 +34,8 @@ pub const THREADS_MAX: u16 = 128;
 pub const THREADS_BESIDE_MAX: u16 = 32;
 /// The most bytes of a request: the kernel cuts one off near `read_ahead_kb`, 128 by default.
 const REQUEST_BYTES: u64 = 128 << 10;
-/// Shorter requests come last: they are of random reads, which another start may not repeat, and
-/// cost a disk most per byte.
+/// Requests with fewer listed bytes come last: they are of random reads, which another start may not
+/// repeat, and cost a disk most per byte.
 const LONG_BYTES: u64 = 64 << 10;
 /// Bytes of short requests that are made before the start has used any of their files.
 const UNPROVEN_BYTES_MAX: u64 = 64 << 20;
@@ -62,14 +62,51 @@ pub struct LoadedAhead {
     pub judged: Vec<bool>,
 }
 
-/// The bytes of each file that a start has used of those that were loaded ahead of it.
+/// What a start has used of the pages that were loaded ahead of it: short requests wait for that.
 #[derive(Debug, Default)]
-pub struct UsedAhead(Mutex<HashMap<Inode, u64>>);
+pub struct UsedAhead(Mutex<UsedBytes>);
+
+#[derive(Debug, Default)]
+struct UsedBytes {
+    /// The bytes that were used of each file.
+    of_files: HashMap<Inode, u64>,
+    /// The files of short requests.
+    short_files: HashSet<Inode>,
+    /// The bytes that were used of those files.
+    used: u64,
+    /// The bytes of short requests.
+    loaded: u64,
+}
 
 impl UsedAhead {
     /// Adds bytes that were used.
     pub fn add(&self, file: Inode, bytes: u64) {
-        *lock(&self.0).entry(file).or_default() += bytes;
+        let known = &mut *lock(&self.0);
+        *known.of_files.entry(file).or_default() += bytes;
+        known.used += if known.short_files.contains(&file) { bytes } else { 0 };
+    }
+
+    /// Returns whether a short request of this file may be made, and counts it.
+    fn may_load(&self, file: Inode, bytes: u64) -> bool {
+        let known = &mut *lock(&self.0);
+        if known.short_files.insert(file) {
+            known.used += known.of_files.get(&file).copied().unwrap_or(0);
+        }
+        let bytes_max = UNPROVEN_BYTES_MAX.saturating_add(known.used.saturating_mul(LOADED_PER_USED));
+        let may_load = known.loaded.saturating_add(bytes) <= bytes_max;
+        known.loaded += if may_load { bytes } else { 0 };
+        may_load
+    }
+
+    /// Waits until a short request of this file may be made; returns false if that is cancelled.
+    fn wait(&self, file: Inode, bytes: u64, cancel: &AtomicBool) -> bool {
+        while !self.may_load(file, bytes) {
+            if cancel.load(Ordering::Relaxed) {
+                return false;
+            }
+            std::thread::sleep(USE_INTERVAL);
+        }
+        true
     }
 }
 
@@ -94,7 +131,7 @@ pub fn load_ahead(
         room: room_ahead(),
         reserved: AtomicU64::new(0),
         bytes: AtomicU64::new(0),
-        short: ShortLoads { used, made: Mutex::default() },
+        used,
         cancel,
     };
     std::thread::scope(|scope| {
@@ -124,39 +161,8 @@ struct Loading<'a> {
     /// The bytes that were loaded, and those that are on their way.
     reserved: AtomicU64,
     bytes: AtomicU64,
-    short: ShortLoads<'a>,
-    cancel: &'a AtomicBool,
-}
-
-/// The short requests, and what came of them.
-struct ShortLoads<'a> {
     used: Option<&'a UsedAhead>,
-    /// Their bytes, and their files.
-    made: Mutex<(u64, HashSet<Inode>)>,
-}
-
-impl ShortLoads<'_> {
-    /// Waits until a short request of this file may be made; returns false if that is cancelled.
-    fn wait(&self, file: Inode, bytes: u64, cancel: &AtomicBool) -> bool {
-        while !self.may_be_made(file, bytes) {
-            if cancel.load(Ordering::Relaxed) {
-                return false;
-            }
-            std::thread::sleep(USE_INTERVAL);
-        }
-        true
-    }
-
-    fn may_be_made(&self, file: Inode, bytes: u64) -> bool {
-        let Some(used) = self.used else { return true };
-        let (loaded, files) = &mut *lock(&self.made);
-        files.insert(file);
-        let used: u64 =
-            lock(&used.0).iter().filter(|(file, _)| files.contains(file)).map(|(_, used)| used).sum();
-        let is_used = *loaded + bytes <= UNPROVEN_BYTES_MAX + used.saturating_mul(LOADED_PER_USED);
-        *loaded += if is_used { bytes } else { 0 };
-        is_used
-    }
+    cancel: &'a AtomicBool,
 }
 
 impl Loading<'_> {
@@ -165,7 +171,7 @@ impl Loading<'_> {
         let mut open: Option<(usize, Option<InspectedFile>)> = None;
         while !self.cancel.load(Ordering::Relaxed) {
             let taken = lock(&self.next).take(&self.files, self.requests);
-            let Some((index, ranges)) = taken else { break };
+            let Some(LoadRequests { index, ranges, are_short }) = taken else { break };
             let path = &self.files[index].path;
             let file = match open.take() {
                 Some((last, file)) if self.files[last].path == *path => file,
@@ -174,9 +180,9 @@ impl Loading<'_> {
             let wanted = ranges.iter().map(|range| range.end - range.start).sum::<u64>();
             let is_room =
                 self.reserved.fetch_add(wanted, Ordering::Relaxed).saturating_add(wanted) <= self.room;
-            let is_long = |range: &Range<u64>| range.end - range.start >= LONG_BYTES;
             let may_load = |file: &InspectedFile| {
-                is_room && (is_long(&ranges[0]) || self.short.wait(file.inode(), wanted, self.cancel))
+                let waits_for = self.used.filter(|_| are_short);
+                is_room && waits_for.is_none_or(|used| used.wait(file.inode(), wanted, self.cancel))
             };
             let load = |file| warm_extents(file, &ranges, &options, &|_| {}, self.cancel).ok();
             let report = file.as_ref().filter(|file| may_load(file)).and_then(load);
@@ -216,9 +222,19 @@ struct RequestCursor {
     pages: u64,
 }
 
+/// Requests that one thread makes.
+#[derive(Debug, PartialEq, Eq)]
+struct LoadRequests {
+    /// Their entry.
+    index: usize,
+    /// Their ranges in bytes.
+    ranges: Vec<Range<u64>>,
+    are_short: bool,
+}
+
 impl RequestCursor {
-    /// Takes at most this many requests of one entry; returns its index, and ranges in bytes.
-    fn take(&mut self, files: &[SavedFile], requests: usize) -> Option<(usize, Vec<Range<u64>>)> {
+    /// Takes at most this many requests of one entry.
+    fn take(&mut self, files: &[SavedFile], requests: usize) -> Option<LoadRequests> {
         loop {
             let Some(file) = files.get(self.entry) else {
                 self.begin_next_pass()?;
@@ -229,7 +245,7 @@ impl RequestCursor {
                 (self.entry, self.extent) = (self.entry + 1, 0);
             }
             if !ranges.is_empty() {
-                return Some((index, ranges));
+                return Some(LoadRequests { index, ranges, are_short: self.is_short_pass });
             }
         }
     }
@@ -247,33 +263,35 @@ impl RequestCursor {
         let page = pagekeeper_kernel::page_size();
         let mut ranges = Vec::new();
         while ranges.len() < requests
-            && let Some(pages) = self.next_request(extents, page)
+            && let Some((pages, listed)) = self.next_request(extents, page)
         {
-            let range = pages.start.saturating_mul(page)..pages.end.saturating_mul(page);
-            if (range.end - range.start < LONG_BYTES) == self.is_short_pass {
-                ranges.push(range);
+            if (listed.saturating_mul(page) < LONG_BYTES) == self.is_short_pass {
+                ranges.push(pages.start.saturating_mul(page)..pages.end.saturating_mul(page));
             }
         }
         ranges
     }
 
-    /// Returns the pages of the next request: extents with small gaps between them, up to its size.
-    fn next_request(&mut self, extents: &[Range<u64>], page: u64) -> Option<Range<u64>> {
+    /// Returns the pages of the next request: extents with small gaps between them, up to its size;
+    /// and how many pages of it are listed.
+    fn next_request(&mut self, extents: &[Range<u64>], page: u64) -> Option<(Range<u64>, u64)> {
         let start = extents.get(self.extent)?.start + self.pages;
         let limit = start + (REQUEST_BYTES / page).max(1);
-        let mut end = start;
+        let (mut end, mut listed) = (start, 0);
         while let Some(extent) = extents.get(self.extent) {
             if extent.start >= limit || extent.start > end + GAP_BYTES_MAX / page {
                 break;
             }
+            let from = extent.start.max(start);
             end = extent.end.min(limit);
+            listed += end - from;
             if end < extent.end {
                 self.pages = end - extent.start;
                 break;
             }
             (self.extent, self.pages) = (self.extent + 1, 0);
         }
-        Some(start..end)
+        Some((start..end, listed))
     }
 
     /// Returns the first entry parts of which no thread has taken.
@@ -335,7 +353,7 @@ mod tests {
         let page = pagekeeper_kernel::page_size();
         let mut cursor = RequestCursor::default();
         let mut taken = Vec::new();
-        while let Some((index, ranges)) = cursor.take(files, at_once) {
+        while let Some(LoadRequests { index, ranges, .. }) = cursor.take(files, at_once) {
             let pages = ranges.into_iter().map(|range| range.start / page..range.end / page);
             taken.push((index, pages.collect()));
         }
@@ -347,16 +365,15 @@ mod tests {
     fn short_requests_wait_for_the_use_of_those_before_them() {
         let inode = |ino| Inode { dev: 1, ino };
         let used = UsedAhead::default();
-        let short = ShortLoads { used: Some(&used), made: Mutex::default() };
-        assert!(short.may_be_made(inode(1), UNPROVEN_BYTES_MAX));
+        assert!(used.may_load(inode(1), UNPROVEN_BYTES_MAX));
         // A log, of which nothing short was loaded.
         used.add(inode(2), 1 << 30);
-        assert!(!short.may_be_made(inode(1), 1));
-        assert!(!short.wait(inode(1), 1, &AtomicBool::new(true)));
+        assert!(!used.may_load(inode(1), 1));
+        assert!(!used.wait(inode(1), 1, &AtomicBool::new(true)));
         used.add(inode(1), 100);
-        assert!(short.may_be_made(inode(1), 100 * LOADED_PER_USED) && !short.may_be_made(inode(1), 1));
-        let trusted = ShortLoads { used: None, made: Mutex::default() };
-        assert!(trusted.may_be_made(inode(1), u64::MAX));
+        assert!(used.may_load(inode(1), 100 * LOADED_PER_USED) && !used.may_load(inode(1), 1));
+        // Use before the first short request of a file counts, too.
+        assert!(used.may_load(inode(2), 1 << 30));
     }
 
     #[test]
@@ -380,9 +397,9 @@ mod tests {
         let page = pagekeeper_kernel::page_size();
         let (gap, most) = (GAP_BYTES_MAX / page, REQUEST_BYTES / page);
         let files = [entry(&[1..2, 2 + gap..3 + gap, 4 + 2 * gap..5 + 2 * gap, 6 + 2 * gap..40 * most])];
+        // The gap before the third extent is a page larger. The first request has few listed pages.
         let taken = all_requests(&files, 1);
-        // The gap before the third extent is a page larger.
-        let requests = [(0, vec![1..3 + gap]), (0, vec![4 + 2 * gap..4 + 2 * gap + most])];
-        assert_eq!(taken[..2], requests);
+        assert_eq!(taken.first(), Some(&(0, vec![4 + 2 * gap..4 + 2 * gap + most])));
+        assert_eq!(taken.last(), Some(&(0, vec![1..3 + gap])));
     }
 }

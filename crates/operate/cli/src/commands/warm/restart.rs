@@ -21,7 +21,7 @@ use anyhow::Context;
 use pagekeeper_catalog::Profile;
 use pagekeeper_guard::Selector;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Inode, InspectedFile, WarmOptions};
+use pagekeeper_kernel::{InspectedFile, WarmOptions};
 use pagekeeper_launch::{CommandWatcher, StartState, WatchedCommand};
 use pagekeeper_observe::saved_pages::{
     LoadedAhead, RecordingName, Recordings, SavedFile, SavedPages, THREADS_BESIDE_MAX, THREADS_MAX,
@@ -172,8 +172,9 @@ impl Learning<'_> {
         std::thread::scope(|scope| {
             let load = || load_ahead(old, self.threads_max(), seen, &is_done);
             let loading = Builder::new().spawn_scoped(scope, load);
+            let end = SetAtEnd(&is_done);
             let is_over = self.until_over(reads, &used, stop);
-            is_done.store(true, Ordering::Relaxed);
+            drop(end);
             (is_over, loading.map_or_else(|_| LoadedAhead::default(), joined))
         })
     }
@@ -184,9 +185,7 @@ impl Learning<'_> {
         let gone_time = if self.is_unit { UNIT_GONE_TIME } else { Duration::ZERO };
         loop {
             reads.step();
-            for ((dev, ino), bytes) in reads.take_used() {
-                used.add(Inode { dev, ino }, bytes);
-            }
+            reads.take_used(|file, bytes| used.add(file.inode, bytes));
             let is_late = reads.begun_for().is_some_and(|begun| begun >= self.duration);
             if reads.quiet_for() >= QUIET_TIME || is_late {
                 return reads.is_running();
@@ -219,6 +218,15 @@ impl Learning<'_> {
             output::complain(nothing_to_gain(name, direct_bytes));
         }
         true
+    }
+}
+
+/// Sets a flag when it is dropped: also by a panic, which would wait for the loading threads.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -321,6 +329,7 @@ mod tests {
 
     use std::ops::Range;
 
+    use pagekeeper_kernel::Inode;
     use pagekeeper_observe::saved_pages::SavedTime;
 
     use super::*;
