@@ -17,6 +17,7 @@
 //! ends. A changed, missing or extra line is therefore detected.
 
 use std::fmt::Write;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -206,15 +207,21 @@ impl SegmentIndex {
 /// Space for the next index.
 pub(super) struct IndexRoom(Arc<dyn IoFile>);
 
-/// Opens a file that can be written over without space: it has no other name, and its file system
-/// does not copy on write.
+/// Opens a file that can be written over without space: it is this user's, it has no other name and
+/// no link leads to it, and its file system does not copy on write.
 fn overwritable(io: &dyn Io, path: &Path) -> Option<Arc<dyn IoFile>> {
     let file = io.open_writable(path, Access::Buffered, Create::Never).ok()?;
-    let is_overwritable = file.fd().is_none_or(|fd| {
-        rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_nlink == 1)
-            && is_overwritten_in_place(fd, path).unwrap_or(false)
-    });
+    let is_overwritable =
+        file.fd().is_none_or(|fd| is_ours(fd, path) && is_overwritten_in_place(fd, path).unwrap_or(false));
     is_overwritable.then_some(file)
+}
+
+/// Whether an open file is this user's, and has this name and no other.
+fn is_ours(fd: BorrowedFd<'_>, path: &Path) -> bool {
+    let (Ok(open), Ok(named)) = (rustix::fs::fstat(fd), rustix::fs::lstat(path)) else { return false };
+    open.st_nlink == 1
+        && (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino)
+        && open.st_uid == rustix::process::geteuid().as_raw()
 }
 
 fn new_file(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {

@@ -27,7 +27,7 @@ use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, WriteMode, ope
 use pagekeeper_kernel::mutex::lock;
 
 use super::index::{
-    INDEX_NAME, IndexRoom, ListedSegment, SegmentIndex, TRUNCATED_INDEX_NAME, remove_if_there,
+    INDEX_NAME, IndexRoom, ListedSegment, NEW_INDEX_NAME, SegmentIndex, TRUNCATED_INDEX_NAME, remove_if_there,
 };
 use super::injected_fault::BinLogFault;
 use super::options::BinLogOptions;
@@ -223,7 +223,9 @@ impl SegmentStore {
             replaced => replaced?,
         }
         if !self.injected_fault(BinLogFault::NoRenameSync) {
-            self.sync_dir()?;
+            // The file of the temporary name may still be the index after a crash.
+            self.sync_dir()
+                .inspect_err(|_| drop(remove_if_there(&*self.io, &self.dir.join(NEW_INDEX_NAME))))?;
         }
         // The old index has just given up its file or its space.
         *lock(&self.next_index) = index.keep_room(&*self.io, &self.dir);

@@ -7,7 +7,7 @@ use pagekeeper_simdisk::{RandomFaults, RandomWriteFaults, SimDisk, Times, WriteF
 
 use super::support::{DIR, append, group, names, options, read_groups};
 use crate::{BinLog, Error, LogMode, PurgeMode};
-use pagekeeper_testing::Mounted;
+use pagekeeper_testing::{Mounted, disk_dir};
 
 fn is_poisoned<T: std::fmt::Debug>(result: Result<T, Error>, errno: i32) {
     match result {
@@ -64,6 +64,32 @@ fn a_log_continues_if_its_reserved_index_is_removed() {
     let log = options(&disk).open(DIR).unwrap();
     assert!(log.first() > position);
     assert_eq!(read_groups(&log, log.first()).unwrap(), [group(2, 2, 100)]);
+}
+
+/// Whoever may write to the directory can put something else there.
+#[test]
+fn other_files_at_the_reserved_name_are_left_alone() {
+    let dir = disk_dir();
+    for kind in ["symbolic", "hard"] {
+        let path = dir.path().join(kind);
+        let other = dir.path().join(format!("other than {kind}"));
+        std::fs::write(&other, "not an index").unwrap();
+        drop(BinLog::options().open(&path).unwrap());
+        let reserved = path.join("binlog.index.new");
+        std::fs::remove_file(&reserved).unwrap();
+        match kind {
+            "hard" => std::fs::hard_link(&other, &reserved).unwrap(),
+            _ => std::os::unix::fs::symlink(&other, &reserved).unwrap(),
+        }
+        let log = BinLog::options().open(&path).unwrap();
+        append(&log, &group(1, 2, 100)).unwrap();
+        log.rotate().unwrap();
+        log.close().unwrap();
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), "not an index");
+        assert!(path.join("binlog.index").symlink_metadata().unwrap().is_file());
+        let log = BinLog::options().open(&path).unwrap();
+        assert_eq!(read_groups(&log, log.first()).unwrap(), [group(1, 2, 100)]);
+    }
 }
 
 #[test]
