@@ -1,9 +1,11 @@
 //! Block devices: their physical block size, their name, their flush requests, and whether they are
 //! in use.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
 use pagekeeper_text::unescaped_bytes;
@@ -40,24 +42,52 @@ pub fn physical_block_size(sys: &Path, dev: u64) -> Option<u64> {
 ///
 /// `sys` is the mount point of sysfs. Returns `None` for a number that is not a block device's:
 /// btrfs, overlayfs, NFS.
-#[allow(clippy::disallowed_methods, reason = "of /sys")]
 pub fn disk_of(sys: &Path, dev: u64) -> Option<u64> {
     let device = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));
     if !device.join("partition").exists() {
         return device.exists().then_some(dev);
     }
-    let number = std::fs::read_to_string(device.join("../dev")).ok()?;
-    let (major, minor) = number.trim().split_once(':')?;
-    Some(makedev(major.parse().ok()?, minor.parse().ok()?))
+    number_in(&device.join("../dev"))
 }
 
-/// Whether a block device lies on others, so that requests to those also occupy it: a logical
-/// volume, an array, a loop device. `sys` is the mount point of sysfs.
+/// Returns the disks that a disk lies on, directly or not: those of a logical volume, of an array,
+/// of a loop device's file. Requests to the disk may also occupy them.
+///
+/// `sys` is the mount point of sysfs. Returns `None` if one of them is not known, as for a loop
+/// device's file on btrfs or in another mount namespace.
+pub fn disks_below(sys: &Path, disk: u64) -> Option<BTreeSet<u64>> {
+    let (mut found, mut unread) = (BTreeSet::new(), vec![disk]);
+    while let Some(disk) = unread.pop() {
+        for device in devices_below(sys, disk)? {
+            let below = disk_of(sys, device)?;
+            if found.insert(below) {
+                unread.push(below);
+            }
+        }
+    }
+    Some(found)
+}
+
+/// Returns the devices directly below a disk; `None` if one of them is not known.
+#[allow(clippy::disallowed_methods, reason = "of /sys, and of a file in use by the kernel")]
+fn devices_below(sys: &Path, disk: u64) -> Option<Vec<u64>> {
+    let directory = sys.join(format!("dev/block/{}:{}", major(disk), minor(disk)));
+    if directory.join("loop").exists() {
+        let file = std::fs::read(directory.join("loop/backing_file")).ok()?;
+        let file = std::fs::metadata(OsStr::from_bytes(file.trim_ascii_end())).ok()?;
+        let is_device = file.file_type().is_block_device();
+        return Some(vec![if is_device { file.rdev() } else { file.dev() }]);
+    }
+    let slaves = std::fs::read_dir(directory.join("slaves")).into_iter().flatten();
+    slaves.map(|slave| number_in(&slave.ok()?.path().join("dev"))).collect()
+}
+
+/// Returns the device number in a file of sysfs.
 #[allow(clippy::disallowed_methods, reason = "of /sys")]
-pub fn has_disks_below(sys: &Path, dev: u64) -> bool {
-    let device = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));
-    let is_stacked = std::fs::read_dir(device.join("slaves")).is_ok_and(|mut disks| disks.next().is_some());
-    is_stacked || device.join("loop").exists()
+fn number_in(path: &Path) -> Option<u64> {
+    let number = std::fs::read_to_string(path).ok()?;
+    let (major, minor) = number.trim().split_once(':')?;
+    Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Flush requests that a disk has completed.
@@ -167,5 +197,38 @@ mod tests {
         std::fs::write(disk.join("sda1/partition"), "1\n").unwrap();
         let whole = |minor| disk_of(sys.path(), makedev(8, minor));
         assert_eq!([whole(0), whole(1), whole(2)], [Some(makedev(8, 0)), Some(makedev(8, 0)), None]);
+    }
+
+    #[test]
+    fn disks_below_are_found_through_partitions_and_files() {
+        let sys = tempfile::tempdir().unwrap();
+        let block = sys.path().join("dev/block");
+        // 253:1 lies on 253:0, and that on the partition 8:1 of 8:0.
+        for path in ["8:0", "253:0/slaves", "253:1/slaves", "sda/sda1", "7:0/loop"] {
+            std::fs::create_dir_all(block.join(path)).unwrap();
+        }
+        let link = |to: &str, at: &str| std::os::unix::fs::symlink(to, block.join(at)).unwrap();
+        let write = |at: &str, text: &str| std::fs::write(block.join(at), text).unwrap();
+        write("sda/dev", "8:0\n");
+        write("sda/sda1/dev", "8:1\n");
+        write("sda/sda1/partition", "1\n");
+        write("253:0/dev", "253:0\n");
+        link("sda/sda1", "8:1");
+        link("../../sda/sda1", "253:0/slaves/sda1");
+        link("../../253:0", "253:1/slaves/dm-0");
+        let below = |major, minor| disks_below(sys.path(), makedev(major, minor));
+        let lower = BTreeSet::from([makedev(8, 0)]);
+        let both = BTreeSet::from([makedev(8, 0), makedev(253, 0)]);
+        assert_eq!(
+            [below(8, 0), below(253, 0), below(253, 1)],
+            [Some(BTreeSet::new()), Some(lower), Some(both)]
+        );
+
+        assert_eq!(below(7, 0), None, "no file");
+        write("7:0/loop/backing_file", &format!("{}\n", sys.path().display()));
+        assert_eq!(below(7, 0), None, "a file on no known disk");
+        let dev = std::fs::metadata(sys.path()).unwrap().dev();
+        std::fs::create_dir_all(block.join(format!("{}:{}", major(dev), minor(dev)))).unwrap();
+        assert_eq!(below(7, 0), Some(BTreeSet::from([dev])));
     }
 }

@@ -27,7 +27,7 @@ mod testing;
 mod walk;
 mod work;
 
-pub use block::{FlushCounter, FlushCounts, disk_of, has_disks_below, is_device_in_use, physical_block_size};
+pub use block::{FlushCounter, FlushCounts, disk_of, disks_below, is_device_in_use, physical_block_size};
 pub use error::{Error, Result};
 pub use filesystem::{FileSystem, file_system_id};
 pub use open::{

@@ -188,7 +188,9 @@ impl<F: Clone> StartReads<F> {
     pub fn take_used(&mut self, mut take: impl FnMut(&F, u64)) {
         for (key, bytes) in self.used.drain() {
             let described = self.files.get(&key).and_then(|read| read.described.as_ref());
-            described.into_iter().for_each(|file| take(file, bytes));
+            if let Some(file) = described {
+                take(file, bytes);
+            }
         }
     }
 

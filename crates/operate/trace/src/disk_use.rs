@@ -85,8 +85,8 @@ pub struct DiskRequests {
     pub writes: RequestCounts,
     /// Writes that somebody waits for: direct ones, those of a sync, and flushes.
     pub syncs: RequestCounts,
-    /// Reads and syncs of kernel workers: for a file system's journal, or for whoever uses a disk
-    /// above this one, which may be a followed process or this one.
+    /// Reads and syncs of kernel workers: for a file system's journal, or for a process that uses a
+    /// disk above. That process may be followed, or be the counting process itself.
     pub workers: RequestCounts,
 }
 

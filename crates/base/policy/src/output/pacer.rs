@@ -120,7 +120,7 @@ impl WrittenPart {
     }
 }
 
-/// What is known of those others whose requests take no noticeable time of the disk, worst first.
+/// Knowledge of others whose requests take no noticeable time of the disk, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum OtherUsers {
     /// Nothing: their requests are not counted. A part that takes longer than its price shows them.

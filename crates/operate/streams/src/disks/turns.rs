@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pagekeeper_kernel::mutex::lock;
-use pagekeeper_kernel::{disk_of, has_disks_below};
+use pagekeeper_kernel::{disk_of, disks_below};
 use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldShare};
 use pagekeeper_policy::pacer::{OtherUsers, nanoseconds};
 use pagekeeper_policy::read_pace::ReadDuty;
@@ -27,17 +27,17 @@ use crate::limits::{LOOK_IDLE, READER_IDLE_MAX, STEP_INTERVAL};
 pub(crate) struct OthersOnDisk {
     pub(crate) share: YieldShare,
     pub(crate) users: OtherUsers,
-    /// Processes among the users. The kernel's workers may make a stream's own requests, to the
-    /// disks below a loop device.
+    /// Processes among the users. Kernel workers may make a stream's own requests, to the disks
+    /// below its own.
     processes: OtherUsers,
 }
 
 /// The disk that a file system's device is, or is on.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct DiskPlace {
     disk: u64,
-    /// Whether the disk lies on others.
-    is_stacked: bool,
+    /// The disks that the disk lies on; `None` if they are not known.
+    below: Option<BTreeSet<u64>>,
 }
 
 #[derive(Default)]
@@ -55,24 +55,31 @@ impl KnownDisks {
         let read = || {
             let sys = Path::new("/sys");
             let disk = disk_of(sys, device)?;
-            Some(DiskPlace { disk, is_stacked: has_disks_below(sys, device) })
+            Some(DiskPlace { disk, below: disks_below(sys, disk) })
         };
-        *self.places.entry(device).or_insert_with(read)
+        self.places.entry(device).or_insert_with(read).clone()
     }
 
     /// Returns what is known of others on the disk of a file; nobody has used one that is not
-    /// listed. If that disk lies on others, or is not known, as for btrfs, processes on any disk
-    /// count. Requests to a server are not known.
+    /// listed. If that disk lies on others, or is not known, as for btrfs, users of any disk count,
+    /// except kernel workers on the disks below. Requests to a server are not known.
     fn of(&mut self, file: &EventFile) -> OthersOnDisk {
         let (share, none) = (YieldShare::NONE, OtherUsers::None);
         let place = self.place(file.dev);
-        let known = place.and_then(|place| self.others.get(&place.disk).copied());
+        let known = place.as_ref().and_then(|place| self.others.get(&place.disk).copied());
         let known = known.unwrap_or(OthersOnDisk { share, users: none, processes: none });
-        let users = match place {
+        let below = place.as_ref().and_then(|place| place.below.as_ref());
+        let users = match &place {
             _ if !self.is_counted => OtherUsers::Unknown,
-            Some(place) if !place.is_stacked => known.users,
+            Some(_) if below.is_some_and(BTreeSet::is_empty) => known.users,
             None if file.subvolume.is_none() => OtherUsers::Unknown,
-            _ => self.others.values().map(|others| others.processes).fold(known.users, OtherUsers::min),
+            _ => {
+                let is_below = |disk: &u64| below.is_some_and(|below| below.contains(disk));
+                let of = |(disk, others): (&u64, &OthersOnDisk)| {
+                    if is_below(disk) { others.processes } else { others.users }
+                };
+                self.others.iter().map(of).fold(known.users, OtherUsers::min)
+            }
         };
         OthersOnDisk { users, ..known }
     }
@@ -250,14 +257,16 @@ mod tests {
     /// A stream's own requests reach the disk below a loop device by workers, as the commits of
     /// some journals reach their disk.
     #[test]
-    fn workers_are_others_on_their_disk_and_not_on_a_disk_above() {
+    fn workers_are_others_except_on_disks_below() {
         let syncs =
             RequestCounts { begun: 20, done: 20, waited: Duration::from_millis(8), ..Default::default() };
         let of_workers = DiskRequests { workers: syncs, ..DiskRequests::default() };
         let of_processes = DiskRequests { syncs, ..DiskRequests::default() };
         let mut known = KnownDisks { is_counted: true, ..KnownDisks::default() };
-        let place = |is_stacked| Some(DiskPlace { disk: if is_stacked { 7 } else { 8 }, is_stacked });
-        known.places.extend([(7, place(true)), (8, place(false)), (9, None)]);
+        let place = |disk, below| Some(DiskPlace { disk, below });
+        let on_8 = Some(BTreeSet::from([8]));
+        known.places.extend([(7, place(7, on_8)), (8, place(8, Some(BTreeSet::new()))), (9, None)]);
+        known.places.insert(10, place(10, None));
         let users = |known: &mut KnownDisks, dev| known.of(&file(dev)).users;
         assert_eq!(users(&mut known, 7), OtherUsers::None);
 
@@ -266,6 +275,14 @@ mod tests {
         known.others.insert(8, below.others(StreamPace::Auto, 0));
         assert_eq!(users(&mut known, 7), OtherUsers::None);
         assert!(users(&mut known, 8) == OtherUsers::Unknown && !known.of(&file(8)).share.is_none());
+
+        // A journal on a disk beside it commits; and the disks below some are not known.
+        known.others.insert(11, below.others(StreamPace::Auto, 0));
+        let btrfs = EventFile { subvolume: Some(5), ..file(9) };
+        assert_eq!([7, 10].map(|dev| users(&mut known, dev)), [OtherUsers::Unknown; 2]);
+        assert_eq!(known.of(&btrfs).users, OtherUsers::Unknown);
+        known.others.remove(&11);
+        assert_eq!(users(&mut known, 10), OtherUsers::Unknown);
 
         // A process waits for the disk below.
         below.hear(&of_processes, TICK_NS);

@@ -106,6 +106,7 @@ impl Writing {
     /// to be started.
     fn learn(&mut self, part: WrittenPart) -> u64 {
         let pause = self.pacer.written(part);
+        self.bound.store(self.pacer.backlog(), Ordering::Relaxed);
         if self.pace == StreamPace::Off { 0 } else { pause }
     }
 
