@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use pagekeeper_text::unescaped_bytes;
 use rustix::fs::{major, makedev, minor};
 
-use crate::process::ProcRoot;
+use crate::process::{Mount, ProcRoot};
 use crate::{Error, Result};
 
 /// Returns the physical block size in bytes of a block device, or of the disk that it is a
@@ -54,7 +54,7 @@ pub fn disk_of(sys: &Path, dev: u64) -> Option<u64> {
 /// of a loop device's file. Requests to the disk may also occupy them.
 ///
 /// `sys` is the mount point of sysfs. Returns `None` if one of them is not known, as for a loop
-/// device's file on btrfs or in another mount namespace.
+/// device's file on btrfs. A file of another mount namespace is taken for one of its path here.
 pub fn disks_below(sys: &Path, disk: u64) -> Option<BTreeSet<u64>> {
     let (mut found, mut unread) = (BTreeSet::new(), vec![disk]);
     while let Some(disk) = unread.pop() {
@@ -68,15 +68,16 @@ pub fn disks_below(sys: &Path, disk: u64) -> Option<BTreeSet<u64>> {
     Some(found)
 }
 
-/// Returns the devices directly below a disk; `None` if one of them is not known.
-#[allow(clippy::disallowed_methods, reason = "of /sys, and of a file in use by the kernel")]
+/// Returns the devices directly below a disk; `None` if one of them is not known. The file system of
+/// a loop device's file is found by the table of mounts, since a hung one would not answer.
+#[allow(clippy::disallowed_methods, reason = "of /sys")]
 fn devices_below(sys: &Path, disk: u64) -> Option<Vec<u64>> {
     let directory = sys.join(format!("dev/block/{}:{}", major(disk), minor(disk)));
     if directory.join("loop").exists() {
         let file = std::fs::read(directory.join("loop/backing_file")).ok()?;
-        let file = std::fs::metadata(OsStr::from_bytes(file.trim_ascii_end())).ok()?;
-        let is_device = file.file_type().is_block_device();
-        return Some(vec![if is_device { file.rdev() } else { file.dev() }]);
+        let mounts = ProcRoot::default().own_mounts().ok()?;
+        let mount = Mount::of_path(&mounts, Path::new(OsStr::from_bytes(file.trim_ascii_end())))?;
+        return Some(vec![mount.dev]);
     }
     let slaves = std::fs::read_dir(directory.join("slaves")).into_iter().flatten();
     slaves.map(|slave| number_in(&slave.ok()?.path().join("dev"))).collect()
@@ -227,7 +228,7 @@ mod tests {
         assert_eq!(below(7, 0), None, "no file");
         write("7:0/loop/backing_file", &format!("{}\n", sys.path().display()));
         assert_eq!(below(7, 0), None, "a file on no known disk");
-        let dev = std::fs::metadata(sys.path()).unwrap().dev();
+        let dev = Mount::of_path(&ProcRoot::default().own_mounts().unwrap(), sys.path()).unwrap().dev;
         std::fs::create_dir_all(block.join(format!("{}:{}", major(dev), minor(dev)))).unwrap();
         assert_eq!(below(7, 0), Some(BTreeSet::from([dev])));
     }
