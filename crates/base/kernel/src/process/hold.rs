@@ -145,6 +145,7 @@ impl ProcessHolds {
 
     /// Traces a thread. Returns `false` if another holder does.
     fn trace(&self, thread: i32) -> std::result::Result<bool, Errno> {
+        let mut other = None;
         for _ in 1..SEIZE_ATTEMPTS_MAX {
             match seize(thread) {
                 Err(Errno::PERM) => {}
@@ -153,6 +154,8 @@ impl ProcessHolds {
             match self.proc.tracer(thread) {
                 Some(0) => {}
                 Some(tracer) if self.is_holder(tracer) => return Ok(false),
+                // While a tracer lets the thread go, the kernel shows its parent for a moment.
+                Some(tracer) if other != Some(tracer) => other = Some(tracer),
                 _ => break,
             }
         }
@@ -262,6 +265,8 @@ impl ProcRoot {
         let call = unescaped_bytes(&call);
         let number = call.split_ascii_whitespace().next().and_then(|number| number.parse().ok());
         number.is_some_and(|number: i64| [libc::SYS_execve, libc::SYS_execveat].contains(&number))
+            // A thread stops when it leaves the call, which is still shown then.
+            && self.stat(thread.unsigned_abs()).is_ok_and(|stat| !matches!(stat.state, 'T' | 't'))
     }
 
     /// Whether a process has ended, including while its parent has not waited for it yet.

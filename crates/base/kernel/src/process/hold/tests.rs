@@ -206,6 +206,31 @@ fn a_stopped_process_stays_so_and_can_be_continued() {
     }
 }
 
+/// A signal that arrives during execve(2) stops the process at its end.
+#[test]
+fn a_process_stopped_at_the_end_of_execve_is_held() {
+    let proc = ProcRoot::default();
+    let mut seen = 0;
+    // `spawn` returns during execve. Children of this thread are none of the holding one.
+    for _ in 0..1000 {
+        let mut child = Command::new("sh").args(["-c", BUSY]).spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        until(|| proc.stat(child.id()).unwrap().state == 'T');
+        let call = std::fs::read_to_string(format!("/proc/{}/syscall", child.id())).unwrap();
+        if call.split(' ').next() == Some(&libc::SYS_execve.to_string()) {
+            seen += 1;
+            with_holds(|holds| holds.hold(child.id()).unwrap());
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if seen == 3 {
+            return;
+        }
+    }
+    println!("{seen} of 1000 processes were stopped in execve(2)");
+}
+
 #[test]
 fn a_held_program_that_becomes_another_continues() {
     let subject =
