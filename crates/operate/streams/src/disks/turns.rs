@@ -33,7 +33,7 @@ pub(crate) struct OthersOnDisk {
 }
 
 /// The disk that a file system's device is, or is on.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct DiskPlace {
     disk: u64,
     /// The disks that the disk lies on; `None` if they are not known.
@@ -50,26 +50,27 @@ struct KnownDisks {
     places: HashMap<u64, Option<DiskPlace>>,
 }
 
-impl KnownDisks {
-    fn place(&mut self, device: u64) -> Option<DiskPlace> {
-        let read = || {
-            let sys = Path::new("/sys");
-            let disk = disk_of(sys, device)?;
-            Some(DiskPlace { disk, below: disks_below(sys, disk) })
-        };
-        self.places.entry(device).or_insert_with(read).clone()
-    }
+/// Returns the place of a device.
+fn place(places: &mut HashMap<u64, Option<DiskPlace>>, device: u64) -> Option<&DiskPlace> {
+    let read = || {
+        let sys = Path::new("/sys");
+        let disk = disk_of(sys, device)?;
+        Some(DiskPlace { disk, below: disks_below(sys, disk) })
+    };
+    places.entry(device).or_insert_with(read).as_ref()
+}
 
+impl KnownDisks {
     /// Returns what is known of others on the disk of a file; nobody has used one that is not
     /// listed. If that disk lies on others, or is not known, as for btrfs, users of any disk count,
     /// except kernel workers on the disks below. Requests to a server are not known.
     fn of(&mut self, file: &EventFile) -> OthersOnDisk {
         let (share, none) = (YieldShare::NONE, OtherUsers::None);
-        let place = self.place(file.dev);
-        let known = place.as_ref().and_then(|place| self.others.get(&place.disk).copied());
+        let place = place(&mut self.places, file.dev);
+        let known = place.and_then(|place| self.others.get(&place.disk).copied());
         let known = known.unwrap_or(OthersOnDisk { share, users: none, processes: none });
-        let below = place.as_ref().and_then(|place| place.below.as_ref());
-        let users = match &place {
+        let below = place.and_then(|place| place.below.as_ref());
+        let users = match place {
             _ if !self.is_counted => OtherUsers::Unknown,
             Some(_) if below.is_some_and(BTreeSet::is_empty) => known.users,
             None if file.subvolume.is_none() => OtherUsers::Unknown,
@@ -97,7 +98,7 @@ impl DiskShares {
 
     /// Returns the disk of a device.
     fn disk_of(&self, device: u64) -> Option<u64> {
-        lock(&self.0).place(device).map(|place| place.disk)
+        place(&mut lock(&self.0).places, device).map(|place| place.disk)
     }
 
     /// Records whether requests are counted from now on.
