@@ -79,6 +79,15 @@ pub(crate) fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Out
     finish(pagekeeper().args(arguments))
 }
 
+/// Runs a command to its end, and asserts success; returns standard output without white space around
+/// it.
+pub(crate) fn stdout_of(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let [said, error] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success(), "{command:?}: {}: {said}{error}", output.status);
+    said.trim().to_owned()
+}
+
 /// Runs any command to its end; kills it and panics if it takes longer than [`RUN_TIMEOUT`].
 pub(crate) fn finish(command: &mut Command) -> Outcome {
     let mut child = command

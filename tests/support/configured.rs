@@ -4,6 +4,7 @@
 //! Invariants: their files are below the directory that they are given; a server never outlives its
 //! handle, nor the thread that started it.
 
+use super::command::stdout_of;
 use super::eventually;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -57,12 +58,6 @@ fn as_user(user: &str, program: &Path) -> Command {
     command.arg(format!("--reuid={user}")).arg(format!("--regid={user}"));
     command.args(["--clear-groups", "--pdeathsig=KILL", "--"]).arg(program);
     command
-}
-
-fn stdout_of(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 /// A `MariaDB` server of `my.cnf`, which includes all of `conf.d/`.

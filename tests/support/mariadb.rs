@@ -4,6 +4,7 @@
 //! Invariants: binlogs are of 16 MiB and synced at every commit, as is the redo log; a server never
 //! outlives the thread that started it (also if that is killed), nor its handle.
 
+use super::command::stdout_of;
 use super::sysbench::LoadedServer;
 use super::{MIB, eventually};
 use std::collections::BTreeMap;
@@ -365,7 +366,7 @@ impl Drop for Server {
 pub(crate) fn install(data: &Path) {
     copy(&installed(), data);
     // Where the target directory was kept, `mysql` may have had another number at the installation.
-    output_of(Command::new("chown").args(["--recursive", "mysql:mysql"]).arg(data));
+    stdout_of(Command::new("chown").args(["--recursive", "mysql:mysql"]).arg(data));
     // The server writes these by direct I/O, so no page of them is resident after an installation.
     let is_of_innodb = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -379,14 +380,14 @@ pub(crate) fn install(data: &Path) {
 fn installed() -> PathBuf {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
-    let version = output_of(Command::new("mariadbd").arg("--version"));
+    let version = stdout_of(Command::new("mariadbd").arg("--version"));
     let mut hasher = DefaultHasher::new();
     (&version, INSTALL_ARGUMENTS).hash(&mut hasher);
     let (target, made) = (Path::new(env!("CARGO_TARGET_TMPDIR")), super::scratch());
     let kept = target.join(format!("mariadb-{:016x}", hasher.finish()));
     if !kept.exists() {
         let data = made.path().join("data");
-        output_of(
+        stdout_of(
             Command::new("mariadb-install-db")
                 .args(INSTALL_ARGUMENTS)
                 .arg(format!("--datadir={}", data.display())),
@@ -400,15 +401,7 @@ fn installed() -> PathBuf {
 }
 
 fn copy(from: &Path, to: &Path) {
-    output_of(Command::new("cp").args(["--archive", "--no-target-directory"]).args([from, to]));
-}
-
-fn output_of(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {}: {said}{error}", output.status);
-    said
+    stdout_of(Command::new("cp").args(["--archive", "--no-target-directory"]).args([from, to]));
 }
 
 fn spawn(home: &Path, port: u16, options: &Options) -> Child {

@@ -48,8 +48,8 @@ impl PseudoTerminal {
         self.keyboard_and_screen.write_all(keys).unwrap();
     }
 
-    /// Reads until the terminal has shown a text; returns what it has shown until then.
-    pub(crate) fn read_until(&mut self, end: &str) -> String {
+    /// Reads until the terminal has shown a text.
+    pub(crate) fn read_until(&mut self, end: &str) {
         let (mut shown, mut byte) = (Vec::new(), [0]);
         while !shown.ends_with(end.as_bytes()) {
             self.keyboard_and_screen.read_exact(&mut byte).unwrap_or_else(|error| {
@@ -57,7 +57,6 @@ impl PseudoTerminal {
             });
             shown.push(byte[0]);
         }
-        String::from_utf8(shown).unwrap()
     }
 
     /// Waits for the command's end; returns its status and the rest of its output.

@@ -4,6 +4,7 @@
 //! Invariants: each server's files are below the directory that it is given; a server never
 //! outlives its handle.
 
+use super::command::stdout_of;
 use super::eventually;
 use pagekeeper_testing::servers::MariaDb;
 use std::os::unix::process::CommandExt as _;
@@ -359,11 +360,4 @@ fn as_postgres(program: &Path) -> Command {
         .args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--pdeathsig=KILL", "--"])
         .arg(program);
     command
-}
-
-fn stdout_of(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let said = || String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{command:?}: {}", said());
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
